@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 
 from ado_plugin.service.access import Principal, Role
+from ado_plugin.service.analysis import checked_analysis
 from ado_plugin.service.body import decode_body
 from ado_plugin.service.job import Job, JobRequest
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.metrics import Histogram
-from ado_plugin.service.needs import check_vectors, estimate, needs_of_analysis, rank_of
+from ado_plugin.service.needs import check_vectors, estimate, rank_of
 from ado_plugin.service.pools import Pools
 from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
 from fastomp_nvm.analysis.constraint_check import check_constraint
-from fastomp_nvm.analysis.wire import ANALYSES
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
@@ -307,10 +307,8 @@ class Operations:
         """Check a grid, a cross-validation or the like against the data; queue it and return its state."""
 
         def needs(store: FeatureStore, y: AnyArray | None) -> tuple[list[Any], int, int]:
-            if kind not in ANALYSES:
-                raise RequestError(f"there is no analysis {kind[:40]!r}: expected one of {', '.join(ANALYSES)}")
-            sent, decoded = field_of(body, "request", dict, "an object of fields"), ANALYSES[kind].decode_options(options)
-            sent, memory, work = needs_of_analysis(kind, sent, decoded, y, store, self._limits)
+            sent = field_of(body, "request", dict, "an object of fields")
+            sent, memory, work = checked_analysis(kind, sent, options, y, store, self._limits)
             return [sent], memory, work
 
         place = self._place(caller, body)
