@@ -204,6 +204,22 @@ class McasTransport:
         """Evaluate a model on a store; the linear predictor and the identifiers come in parts."""
         yield from predicted_pages(self.plugin, *_place(body), body.get("model"), self._timeout)
 
+    def _check_constraint(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Read a constraint against a store, and test that it is downward closed."""
+        pool, key = _place(body)
+        asked = {name: body[name] for name in ("constraint", "samples", "seed") if name in body}
+        yield self._ask(pool, "check_constraint", key=key, **asked)
+
+    def _extract(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return names, target and identifiers of an extract, or columns of it, in parts."""
+        pool, key = _place(body)
+        asked = {name: body.get(name) for name in ("indices", "objective", "target", "first")}
+        page, token = 0, None
+        while page is not None:
+            reply = self._ask(pool, "extract", key=key, page=page, token=token, **asked)
+            page, token = reply["next"], reply["token"]
+            yield from reply["replies"]
+
     def _jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the runs in a pool, or those on a key, without driving them."""
         if body.get("pool") is None:

@@ -17,6 +17,10 @@ import pytest
 
 import fastomp_nvm as fo
 from ado_plugin.mcas import transport as mcas_transport
+from fastomp_nvm.analysis.constraint_check import check_constraint
+from fastomp_nvm.engine.dataset import Dataset
+from fastomp_nvm.selection.export import Extraction
+from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.stores.verification import verify_store
 from tests.service.running import small_data
 from tests.service.test_analyses import CASES, CROSS, LIMITS, MISTAKES, plain, printed, same
@@ -192,6 +196,94 @@ def test_checksums_and_proofs(client: fo.Client, store: str) -> None:
     other = dataclasses.replace(chosen, score=chosen.score / 2)
     assert plain(client.verify_proof(other)) == plain(fo.verify(other, store))
     assert not client.verify_proof(other).holds
+
+
+def test_a_constraint_is_read_where_the_data_is(client: fo.Client, store: str) -> None:
+    """Its facts equal those found here; files, code and unknown features are refused."""
+    rules = {"partition": {"groups": {"a": ["f1*"], "b": ["f2*"]}, "caps": {"a": 2, "b": 1}}}
+    with fo.open_store(store) as opened:
+        dataset = Dataset.of_store(opened)
+        bound = bind_constraint(rules, dataset, dataset.design().standardisation.usable())
+        assert client.check_constraint(rules, samples=20, seed=3) == check_constraint(bound, dataset, 20, 3)
+    for wrong, sentence in (
+        ({"oracle": "os:getpid"}, "locally"),
+        ({"knapsack": {"costs": "/etc/passwd", "budget": 3}}, "files cannot be opened here"),
+        ({"partition": {"groups": {"a": ["f999"]}, "caps": {"a": 1}}}, "there is no feature 'f999'"),
+    ):
+        with pytest.raises(fo.ConstraintError, match=sentence):
+            client.check_constraint(wrong)
+    with pytest.raises(fo.RequestError, match="samples or seed is out of range"):
+        client.check_constraint({"cardinality": 2}, samples=-1)
+
+
+@pytest.mark.parametrize("length", [8, 4000])
+def test_columns_leave_the_pool_as_they_are(server: RunningMcas, tmp_path: Path, length: int) -> None:
+    """Columns, names, target and identifiers equal those read from a store here, in one page and in several."""
+    lines = ["who,size,town,y,kind"]
+    lines += [
+        f"p{row:0{length}d},{row / 7!r},{'Bern' if row % 3 else 'Oslo'},{row % 5},{'up' if row % 2 else 'down'}"
+        for row in range(900)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    options: dict[str, Any] = {"targets": ["y", "kind"], "id_column": "who", "dtype": "float64"}
+    fo.ingest(str(tmp_path / "t.csv"), f"mmap://{tmp_path}/s", **options)
+    with fo.connect(f"{server.url}/people{length}") as client, fo.open_store(f"mmap://{tmp_path}/s") as opened:
+        client.ingest(str(tmp_path / "t.csv"), **options)
+        for request in ({"k": 2, "objective": "linear"}, {"k": 1, "target": "kind"}):
+            chosen = client.select(**request)
+            found = client.extract(chosen)
+            expected = Extraction(opened, chosen.indices, chosen.objective, chosen.target).whole(lambda done, total: None)
+            assert (list(found.names), found.label, found.values.dtype) == (
+                list(expected.names),
+                expected.label,
+                expected.values.dtype,
+            )
+            for mine, theirs in ((found.values, expected.values), (found.y, expected.y), (found.ids, expected.ids)):
+                assert np.array_equal(mine, theirs)
+        with pytest.raises(fo.RequestError, match="the selection names feature 7, the store has 2"):
+            client.extract_columns(np.array([7]), "linear", "y")
+
+
+def test_a_large_extract_comes_in_pages_that_fit(server: RunningMcas, tmp_path: Path) -> None:
+    """What is larger than a reply comes whole; replacing the store between two pages is noticed; long names are refused."""
+    rows = np.arange(3 * 300_000, dtype=np.float64).reshape(-1, 3)
+    with fo.connect(f"{server.url}/tall") as client, fo.connect(f"{server.url}/tall") as other:
+        client.put(rows, rows[:, 0] * 1e-6, dtype="float64", tier="none")
+        found = client.extract_columns(np.array([2, 0]), "linear", None)
+        assert np.array_equal(found.values, rows[:, [2, 0]])
+        asked = {**client._place(None), "indices": [0], "objective": "linear", "target": None}
+        pages = client._calls("extract", asked, 30.0)
+        next(pages)
+        other.put(rows + 1, rows[:, 0], dtype="float64", tier="none", replace=True)
+        with pytest.raises(fo.StoreError, match="was replaced while columns were read from it: export again"):
+            list(pages)
+        other.put(rows[:9], rows[:9, 0], key="lab/names", names=[f"{'n' * 600_000}{each}" for each in range(3)])
+        with pytest.raises(fo.RequestError, match="fit no reply"):
+            client.extract_columns(np.arange(3), "linear", None, key="lab/names")
+
+
+def test_export_from_the_shell(
+    server: RunningMcas,
+    client: fo.Client,
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``export`` of a run of the pool, and ``check-constraint`` on a key, write and print what they do here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
+    url = f"{server.url}/d"
+    printed(capsys, "select", url, "--k", "3", "--run", "there")
+    printed(capsys, "select", store, "--k", "3", "--run", "here")
+    printed(capsys, "export", "here", "here.csv")
+    said = printed(capsys, "export", "there", "there.csv", "--store", url)
+    assert said == "80 observations of 3 columns and the target 'y' written to there.csv\n"
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    assert "no run 'nowhere'" in printed(capsys, "export", "nowhere", "o.csv", "--store", url, code=1)
+    assert not (tmp_path / "o.csv").exists()
+    (tmp_path / "c.yaml").write_text("cardinality: 7\n")
+    assert printed(capsys, "check-constraint", "c.yaml", url) == printed(capsys, "check-constraint", "c.yaml", store)
 
 
 WORDS: list[list[str]] = [

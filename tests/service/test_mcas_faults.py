@@ -241,6 +241,8 @@ def test_an_operation_takes_six_requests_at_most(server, client) -> None:
         "grid": lambda user: user.grid(over={"k": [2, 3]}),
         "cv": lambda user: user.cross_validate(k_max=2, folds=3),
         "verify": lambda user: user.verify(),
+        "check": lambda user: user.check_constraint({"cardinality": 2}),
+        "extract": lambda user: user.extract(model),
         "predict": lambda user: user.predict(model),
         "info": lambda user: user.info(),
         "list": lambda user: user.list(),
