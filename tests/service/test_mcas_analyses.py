@@ -23,7 +23,7 @@ from fastomp_nvm.selection.export import Extraction
 from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.stores.verification import verify_store
 from tests.service.running import small_data
-from tests.service.test_analyses import CASES, CROSS, LIMITS, MISTAKES, plain, printed, same
+from tests.service.test_analyses import CASES, CROSS, LIMITS, MISTAKES, plain, printed, same, same_extract, write_people
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 sys.path.append(str(DOUBLES))
@@ -219,12 +219,7 @@ def test_a_constraint_is_read_where_the_data_is(client: fo.Client, store: str) -
 @pytest.mark.parametrize("length", [8, 4000])
 def test_columns_leave_the_pool_as_they_are(server: RunningMcas, tmp_path: Path, length: int) -> None:
     """Columns, names, target and identifiers equal those read from a store here, in one page and in several."""
-    lines = ["who,size,town,y,kind"]
-    lines += [
-        f"p{row:0{length}d},{row / 7!r},{'Bern' if row % 3 else 'Oslo'},{row % 5},{'up' if row % 2 else 'down'}"
-        for row in range(900)
-    ]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
+    write_people(tmp_path / "t.csv", 900, length)
     options: dict[str, Any] = {"targets": ["y", "kind"], "id_column": "who", "dtype": "float64"}
     fo.ingest(str(tmp_path / "t.csv"), f"mmap://{tmp_path}/s", **options)
     with fo.connect(f"{server.url}/people{length}") as client, fo.open_store(f"mmap://{tmp_path}/s") as opened:
@@ -233,13 +228,7 @@ def test_columns_leave_the_pool_as_they_are(server: RunningMcas, tmp_path: Path,
             chosen = client.select(**request)
             found = client.extract(chosen)
             expected = Extraction(opened, chosen.indices, chosen.objective, chosen.target).whole(lambda done, total: None)
-            assert (list(found.names), found.label, found.values.dtype) == (
-                list(expected.names),
-                expected.label,
-                expected.values.dtype,
-            )
-            for mine, theirs in ((found.values, expected.values), (found.y, expected.y), (found.ids, expected.ids)):
-                assert np.array_equal(mine, theirs)
+            same_extract(found, expected)
         with pytest.raises(fo.RequestError, match="the selection names feature 7, the store has 2"):
             client.extract_columns(np.array([7]), "linear", "y")
 
@@ -262,27 +251,28 @@ def test_a_large_extract_comes_in_pages_that_fit(server: RunningMcas, tmp_path: 
             client.extract_columns(np.arange(3), "linear", None, key="lab/names")
 
 
-def test_export_from_the_shell(
-    server: RunningMcas,
-    client: fo.Client,
-    store: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """``export`` of a run of the pool, and ``check-constraint`` on a key, write and print what they do here."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to an empty folder, with the runs of this machine inside."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def test_export_from_the_shell(
+    server: RunningMcas, client: fo.Client, store: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``export`` of a run of the pool, and ``check-constraint`` on a key, write and print what they do here."""
     url = f"{server.url}/d"
     printed(capsys, "select", url, "--k", "3", "--run", "there")
     printed(capsys, "select", store, "--k", "3", "--run", "here")
     printed(capsys, "export", "here", "here.csv")
     said = printed(capsys, "export", "there", "there.csv", "--store", url)
     assert said == "80 observations of 3 columns and the target 'y' written to there.csv\n"
-    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    assert (folder / "there.csv").read_bytes() == (folder / "here.csv").read_bytes()
     assert "no run 'nowhere'" in printed(capsys, "export", "nowhere", "o.csv", "--store", url, code=1)
-    assert not (tmp_path / "o.csv").exists()
-    (tmp_path / "c.yaml").write_text("cardinality: 7\n")
+    assert not (folder / "o.csv").exists()
+    (folder / "c.yaml").write_text("cardinality: 7\n")
     assert printed(capsys, "check-constraint", "c.yaml", url) == printed(capsys, "check-constraint", "c.yaml", store)
 
 
@@ -314,18 +304,11 @@ def test_a_command_prints_the_same(
 
 
 def test_verify_from_the_shell(
-    server: RunningMcas,
-    client: fo.Client,
-    store: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    server: RunningMcas, client: fo.Client, store: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``verify`` of a key, and of a proof on it, prints what it prints of the store here."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FASTOMP_HOME", str(tmp_path / "home"))
     url = f"{server.url}/d"
     assert printed(capsys, "verify", url) == printed(capsys, "verify", store)
-    (tmp_path / "found.json").write_text(printed(capsys, "select", url, "--k", "3", "--quality", "verified", "--json"))
+    (folder / "found.json").write_text(printed(capsys, "select", url, "--k", "3", "--quality", "verified", "--json"))
     said = [printed(capsys, "verify", "found.json", "--store", place) for place in (url, store)]
     assert said[0] == said[1]
