@@ -343,6 +343,8 @@ def test_a_long_answer_comes_in_parts(connect, data, monkeypatch) -> None:
         whole = client.select(k=4)
         monkeypatch.setattr(jobs, "_CHARACTERS", 100)
         assert client.select(k=4, seed=0).column_coef.tobytes() == whole.column_coef.tobytes()
+        (again,) = client.path(k=4, algorithm="fast_omp").selections[-1:]
+        assert again.column_coef.tobytes() == whole.column_coef.tobytes()
 
 
 def test_calls_whose_replies_are_lost_are_repeated(pool, connect, data, monkeypatch) -> None:
