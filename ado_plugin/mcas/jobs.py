@@ -1,8 +1,8 @@
 """Operations of the plugin on runs: begin, drive or follow, read, cancel, resume, forget.
 
-A run is an entry of the ledger and slots for its record, its journals and its answer. ``running`` runs advance while a client
-drives them. One client is the driver; it stays so as long as it calls within ``SLICE_SECONDS``. Ended runs keep the slot of their
-answer alone.
+A run, of selections or an analysis, is an entry of the ledger and slots for its record, its journals and its answer. ``running``
+runs advance while a client drives them. One client is the driver; it stays so as long as it calls within ``SLICE_SECONDS``. Ended
+runs keep the slot of their answer alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import numpy as np
 
 from ado_plugin.mcas.ledger import Ledger, RunSlots
 from ado_plugin.mcas.runner import Runner
+from ado_plugin.service.analysis import checked_analysis
+from ado_plugin.service.limits import JobLimits
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import check_name
 from fastomp_nvm.errors import (
@@ -33,6 +35,7 @@ from fastomp_nvm.errors import (
     encode_error,
     raise_error,
 )
+from fastomp_nvm.limits import REQUEST_SECONDS, limited
 from fastomp_nvm.runs.journal import recorded_progress
 from fastomp_nvm.runs.log import PAGE, StateLog, read_state
 from fastomp_nvm.selection.run_info import describe_job
@@ -118,11 +121,8 @@ def _begin(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any
         if given not in (None, entry["input"]):
             ledger.discard(given)
     else:
-        content = json.loads(record)
-        asked = content["requests"]
-        if not isinstance(asked, list) or not (asked or content["verify"]):
-            raise RequestError("no request was sent: expected at least one, or that the store is verified")
-        logs = {f"{_log(place)}.0": _FIRST_ROOM for place in range(len(asked))}
+        kind, asked, journals = _checked(ledger, load, key, json.loads(record))
+        logs = {f"{_log(place)}.0": _FIRST_ROOM for place in range(journals)}
         ledger.take(job, {**({} if given else {_RECORD: len(record)}), **logs, f"{_RESULT}.0": _RESULT_ROOM})
         RunSlots(ledger, job).clear()
         if not given:
@@ -136,17 +136,30 @@ def _begin(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any
             "digest": digest,
             "input": given,
             "bytes": len(record),
-            "requests": len(asked),
+            "kind": kind,
+            "journals": journals,
             "named": bool(sent.get("named", True)),
             "state": "running",
             "error": None,
             "changed": time.time(),
             "waiting": {},
             "progress": None,
-            "about": describe_job(asked[0] if asked and isinstance(asked[0], dict) else {}),
+            "about": describe_job(asked[0] if isinstance(asked[0], dict) else {}, kind=kind),
         }
     _note_follower(entry, sent)
     return _standing(ledger, job, entry)
+
+
+def _checked(ledger: Ledger, load: Load, key: str, record: Mapping[str, Any]) -> tuple[str, list[Any], int]:
+    """Return kind and requests of a run to begin, and how many journals it keeps; an analysis is checked against the data."""
+    asked = record["requests"]
+    if not isinstance(asked, list) or not asked:
+        raise RequestError("no request was sent: expected at least one")
+    if "kind" not in record:
+        return "select", asked, len(asked)
+    with opened(ledger, load, key) as store, limited(REQUEST_SECONDS, lambda: False):
+        checked_analysis(record["kind"], asked[0], record["options"], None, store, JobLimits())
+    return record["kind"], asked, 0
 
 
 def _progress(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,18 +203,18 @@ def _advance(ledger: Ledger, load: Load, job: str, entry: dict[str, Any], end: f
         if not runner.finished:
             return
         if runner.answers is None:
+            _end(ledger, job, entry, "failed", _explained(runner.error))
             del _runners[identifier]
             _drivers.pop(identifier, None)
-            _end(ledger, job, entry, "failed", _explained(runner.error))
             return
         size = max(_RESULT_ROOM, 4 * PAGE + -(-len(runner.answers) // PAGE) * PAGE)
         with contextlib.closing(StateLog(slots, _RESULT, _log_id(entry, _RESULT), size)) as log:
             log.append(runner.answers)
-        del _runners[identifier]
-    _drivers.pop(identifier, None)
     answers = json.loads(_answer(ledger, job, entry))["answers"]
-    entry["about"]["result"] = describe_job({}, answers).get("result")
+    entry["about"]["result"] = describe_job({}, answers, entry["kind"]).get("result")
     _end(ledger, job, entry, "done", None)
+    _runners.pop(identifier, None)
+    _drivers.pop(identifier, None)
 
 
 def _runner(ledger: Ledger, load: Load, job: str, entry: Mapping[str, Any]) -> Runner | None:
@@ -223,7 +236,7 @@ def _runner(ledger: Ledger, load: Load, job: str, entry: Mapping[str, Any]) -> R
         if manifest["fingerprint"] != entry["fingerprint"]:
             raise StoreError(f"the store {entry['key']!r} was replaced after the run was begun: begin a new one")
         record = json.loads(_record(ledger, load, job, entry))
-        logs = {_log(place): _log_id(entry, _log(place)) for place in range(entry["requests"])}
+        logs = {_log(place): _log_id(entry, _log(place)) for place in range(entry["journals"])}
         values = list(values_of_store(entry["key"], manifest))
         store = open_pool_store(load, entry["key"], manifest)
         runner = Runner(record, store, logs, _FIRST_ROOM, values)
@@ -275,10 +288,11 @@ def _forget(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, An
 
 
 def _jobs(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
-    """List the runs of the pool, or those on a key, without driving them; those that only verify a store are left out."""
-    selecting = ((job, entry) for job, entry in ledger.runs.items() if entry["requests"])
-    found = [(job, entry) for job, entry in selecting if sent.get("key") in (None, entry["key"])]
-    return {"jobs": [{**_standing(ledger, job, entry), **entry["about"]} for job, entry in found]}
+    """List the runs of the pool, or those on a key, without driving them, each with the progress of its first request."""
+    found = [
+        (_standing(ledger, job, entry), entry) for job, entry in ledger.runs.items() if sent.get("key") in (None, entry["key"])
+    ]
+    return {"jobs": [{**standing, "progress": standing["progress"][:1], **entry["about"]} for standing, entry in found]}
 
 
 def _find(ledger: Ledger, sent: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -303,21 +317,24 @@ def _standing(ledger: Ledger, job: str, entry: Mapping[str, Any]) -> dict[str, A
     progress = entry["progress"]
     if progress is None:
         progress = _recorded(ledger, job, entry)
-    return {"job": job, "key": entry["key"], "state": entry["state"], "progress": progress, "error": entry["error"]}
+    return {"job": job, "progress": progress, **{name: entry[name] for name in ("key", "kind", "state", "error")}}
 
 
 def _recorded(ledger: Ledger, job: str, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the progress of the requests of a run according to their journals."""
+    """Return the progress of the requests of a run according to their journals; of an analysis, that of its runs in memory."""
     runner, slots = _runners.get(entry["id"]), RunSlots(ledger, job)
-    share = 0.0 if runner is None else runner.share
-    names = [_log(place) for place in range(entry["requests"])]
+    if entry["kind"] != "select":
+        return [step.to_json(features=False) for _, step in sorted(runner.steps.copy().items())] if runner is not None else []
+    share = 0.0 if runner is None or runner.finished else runner.share
+    names = [_log(place) for place in range(entry["journals"])]
     states = [read_state(slots, name, _log_id(entry, name)) for name in names]
     return [asdict(replace(recorded_progress(state.records, place), share=share)) for place, state in enumerate(states)]
 
 
 def _end(ledger: Ledger, job: str, entry: dict[str, Any], state: str, error: FastompError | None) -> None:
     """Record the end of a run; a finished one keeps the slot of its answer alone."""
-    entry.update(progress=_recorded(ledger, job, entry), state=state, changed=time.time())
+    progress = _recorded(ledger, job, entry)
+    entry.update(progress=progress if entry["kind"] == "select" else progress[:1], state=state, changed=time.time())
     entry["error"] = None if error is None else encode_error(error)
     if state == "done":
         for region in RunSlots(ledger, job).regions():

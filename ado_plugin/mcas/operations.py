@@ -1,10 +1,11 @@
-"""Operations of the plugin on the ledger of a pool: stores that clients put, describe and delete, and predictions.
+"""Operations of the plugin on the ledger of a pool: stores that clients put, describe and delete, and what they read at once.
 
 Those on runs are in :mod:`ado_plugin.mcas.jobs`. Each receives the ledger, a function that loads a value, and the parameters.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 from ado_plugin.mcas import jobs
 from ado_plugin.mcas.jobs import WaitError, end_runner, manifest_of, opened
 from ado_plugin.mcas.ledger import Ledger
+from ado_plugin.service.reading import constraint_facts, extract_pages
 from fastomp_nvm.arrays import AnyArray
 from fastomp_nvm.durable_files import check_name
-from fastomp_nvm.errors import ServerError, StoreError
-from fastomp_nvm.selection.codec import decode_linear_model, encode_vector
+from fastomp_nvm.errors import RequestError, ServerError, StoreError
+from fastomp_nvm.limits import REQUEST_SECONDS, limited
+from fastomp_nvm.selection.codec import decode_linear_model, encode_message, encode_vector
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.stores.listing import list_names
 from storage_backends.opened import already_exists
@@ -27,6 +30,10 @@ Operation = Callable[[Ledger, Load, Mapping[str, Any]], dict[str, Any]]
 
 #: Bytes of a page of predictions; the server's helper process dies of a reply of 2.2 MB.
 _PAGE_BYTES = 1_400_000
+
+#: Bytes of numbers or identifiers in one page of an extract, before base64, and characters of a reply that holds several.
+_EXTRACT_BYTES = 1 << 20
+_REPLY_CHARACTERS = 1_500_000
 
 #: Slots made with the first store of a pool, so that the first selections need not ask for any.
 _STOCK = [16 << 10, 256 << 10] * 2 + [32 << 10] * 6
@@ -70,6 +77,33 @@ def _predict(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, A
         rows = columns.of_store(store, (first, last))
         values = encode_vector(rows.values @ coef + intercept)
     return {"values": values, "ids": ids, "token": manifest["token"], "next": last if last < n_obs else None}
+
+
+def _check_constraint(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a constraint against a store, and test that it is downward closed."""
+    with opened(ledger, load, sent["key"]) as store, limited(REQUEST_SECONDS, lambda: False):
+        return constraint_facts(sent, store)
+
+
+def _extract(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return pages of an extract, from number ``page`` on, as many as a reply holds."""
+    key, manifest = sent["key"], manifest_of(ledger, sent["key"])
+    if sent.get("token") not in (None, manifest["token"]):
+        raise StoreError(f"the store {key!r} was replaced while columns were read from it: export again")
+    replies: list[dict[str, Any]] = []
+    number, room = int(sent["page"]), _REPLY_CHARACTERS
+    with opened(ledger, load, key) as store:
+        for page in itertools.islice(extract_pages(sent, store, _EXTRACT_BYTES), number, None):
+            reply = page()
+            room -= len(encode_message(reply))
+            if room < 0:
+                if not replies:
+                    raise RequestError("the names or identifiers of these columns fit no reply: select fewer, or use shorter names")
+                break
+            replies.append(reply)
+        else:
+            return {"replies": replies, "token": manifest["token"], "next": None}
+    return {"replies": replies, "token": manifest["token"], "next": number + len(replies)}
 
 
 def _announce(ledger: Ledger, load: Load, sent: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,6 +194,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "list": _list,
     "info": _info,
     "predict": _predict,
+    "check_constraint": _check_constraint,
+    "extract": _extract,
     "announce": _announce,
     "publish": _publish,
     "settle": _settle,

@@ -3,8 +3,8 @@
 A call there must end within seconds, and a pass over a large matrix takes longer. The thread of a run therefore asks, at every
 round and about every 100 ms of a pass, whether it may go on; when the call that drives it is over it waits right there, in the
 middle of the pass, until another call lets it continue. A thread that dies with its process loses nothing that is durable: the
-journal in the pool brings a new one back to where the last round ended. Values of the pool are loaded by the calling thread alone,
-so a thread that needs a region asks the caller for it.
+journal in the pool brings a new one back to where the last round ended; an analysis, which has none, starts again. Values of the
+pool are loaded by the calling thread alone, so a thread that needs a region asks the caller for it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ado_plugin.mcas.ledger import RoomNeededError, RunSlots
+from ado_plugin.service.analysis import carry_out, checked_analysis
+from ado_plugin.service.limits import JobLimits
 from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Progress
@@ -23,8 +25,8 @@ from fastomp_nvm.errors import CancelledError
 from fastomp_nvm.runs.drive import JournaledRun, drive
 from fastomp_nvm.runs.log import StateLog
 from fastomp_nvm.selection.codec import decode_request, decode_vector, encode_message, encode_selection
-from fastomp_nvm.stores.contract import DurableRegion, FeatureStore
-from storage_backends.media.mcas import BusyValueError
+from fastomp_nvm.stores.contract import DurableRegion
+from storage_backends.media.mcas import BusyValueError, PoolStore
 
 __all__ = ["PATIENCE", "Runner"]
 
@@ -40,8 +42,8 @@ class Runner:
     Parameters
     ----------
     record : mapping
-        ``requests``, ``y`` and ``verify`` of the run.
-    store : FeatureStore
+        ``requests``, ``y`` and ``verify`` of the run; of an analysis also ``kind`` and ``options``.
+    store : PoolStore
         Closed when the run ends.
     logs : mapping
         Name of the journal of each request -> its id.
@@ -54,15 +56,17 @@ class Runner:
     ----------
     finished : bool
     answers : bytes or None
-        The encoded selections, once finished.
+        The encoded selections, or those of an analysis, once finished.
     error : BaseException or None
         The reason for ending without answers.
     share : float
         Share of the pass in flight that is done.
+    steps : dict
+        By number of a run of an analysis: its last progress.
     """
 
     def __init__(
-        self, record: Mapping[str, Any], store: FeatureStore, logs: Mapping[str, bytes], first_room: int, values: Sequence[str]
+        self, record: Mapping[str, Any], store: PoolStore, logs: Mapping[str, bytes], first_room: int, values: Sequence[str]
     ) -> None:
         self._record, self._store, self._logs, self._first_room = record, store, logs, first_room
         self.values = values
@@ -70,6 +74,8 @@ class Runner:
         self.answers: bytes | None = None
         self.error: BaseException | None = None
         self.share = 0.0
+        self.steps: dict[int, Progress] = {}
+        store.watch = self._verified
         self._changed = threading.Condition()
         self._allowed = self._parked = self._discarded = False
         self._granted = False  # one step, however short the call
@@ -164,6 +170,7 @@ class Runner:
     def _observe(self, progress: Progress) -> None:
         """Note the progress of a pass."""
         self.share = progress.share
+        self.steps[progress.run] = progress
 
     def _verified(self, done: int, total: int) -> None:
         """Note the bytes of the store that were verified, and wait while no call drives the run."""
@@ -186,6 +193,8 @@ class Runner:
     def _drive(self) -> bytes:
         """Return the encoded answers."""
         record, store = self._record, self._store
+        if "kind" in record:
+            return encode_message({"kind": record["kind"], "answers": self._analyse(record["kind"])})
         runs = []
         for (name, identifier), sent in zip(self._logs.items(), record["requests"], strict=True):
             request = decode_request(sent)
@@ -194,9 +203,22 @@ class Runner:
             open_log: Callable[[], StateLog] = functools.partial(StateLog, self, name, identifier, self._first_room)
             runs.append(JournaledRun(request, open_log, {"request": sent, "response": record["y"]}))
         if record["verify"]:
-            store.verify(self._verified)
-        if not runs:
-            return encode_message({"answers": []})
+            store.verify()
         response = None if record["y"] is None else decode_vector(record["y"], "y")
         drive(Dataset.of_store(store), runs, response, verified=record["verify"], cancelled=self._offer, observer=self._observe)
         return encode_message({"answers": [encode_selection(each.selection) for each in runs if each.selection is not None]})
+
+    def _analyse(self, kind: str) -> list[dict[str, Any]]:
+        """Return the encoded answers of an analysis."""
+        record, store = self._record, self._store
+        sent, _, _ = checked_analysis(kind, record["requests"][0], record["options"], None, store, JobLimits())
+        return carry_out(
+            kind,
+            sent,
+            record["options"],
+            record["y"],
+            store,
+            verify=record["verify"],
+            observer=self._observe,
+            cancelled=self._offer,
+        )

@@ -174,9 +174,22 @@ class McasTransport:
 
     def _select(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Begin a run of one or more requests; ``progress`` drives it. A repetition changes nothing."""
-        requests = field_of(body, "requests", list, "a list of requests", [body.get("request")])
+        yield self._begin(body, {"requests": field_of(body, "requests", list, "a list of requests", [body.get("request")])})
+
+    _select_many = _select
+
+    def _analyse(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Begin a grid, a cross-validation or the like; ``progress`` drives it. A repetition changes nothing."""
+        kind = field_of(body, "kind", str, "the name of an analysis")
+        options = field_of(body, "options", dict, "an object", {})
+        yield self._begin(
+            body, {"kind": kind, "options": options, "requests": [field_of(body, "request", dict, "an object of fields")]}
+        )
+
+    def _begin(self, body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a run and return its state."""
         (pool, key), job = _place(body), check_name(body.get("job"), "run")
-        record = {"requests": requests, "y": body.get("y"), "verify": bool(body.get("verify"))}
+        record = {**asked, "y": body.get("y"), "verify": bool(body.get("verify"))}
         sent: dict[str, Any] = {"record": record}
         encoded = json.dumps(record, separators=(",", ":"), sort_keys=True).encode()
         if len(encoded) > min(_LARGEST_REQUEST, LARGEST_VALUE):
@@ -185,13 +198,27 @@ class McasTransport:
             name = f"fastomp/input/{secrets.token_hex(8)}"
             self._with_room(pool, lambda: self._session.put(pool, name, value_of(name, encoded), self._timeout))
             sent = {"input": name}
-        yield self._standing(pool, self._ask(pool, "select", key=key, job=job, named=body.get("named", True), **sent))
-
-    _select_many = _select
+        return self._standing(pool, self._ask(pool, "select", key=key, job=job, named=body.get("named", True), **sent))
 
     def _predict(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Evaluate a model on a store; the linear predictor and the identifiers come in parts."""
         yield from predicted_pages(self.plugin, *_place(body), body.get("model"), self._timeout)
+
+    def _check_constraint(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Read a constraint against a store, and test that it is downward closed."""
+        pool, key = _place(body)
+        asked = {name: body[name] for name in ("constraint", "samples", "seed") if name in body}
+        yield self._ask(pool, "check_constraint", key=key, **asked)
+
+    def _extract(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Return names, target and identifiers of an extract, or columns of it, in parts."""
+        pool, key = _place(body)
+        asked = {name: body.get(name) for name in ("indices", "objective", "target", "first")}
+        page, token = 0, None
+        while page is not None:
+            reply = self._ask(pool, "extract", key=key, page=page, token=token, **asked)
+            page, token = reply["next"], reply["token"]
+            yield from reply["replies"]
 
     def _jobs(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the runs in a pool, or those on a key, without driving them."""

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ado_plugin.service.analysis import carry_out
 from ado_plugin.service.isolation import run_isolated
 from ado_plugin.service.job import Job, JobRequest
 from fastomp_nvm.algorithms.table import ALGORITHMS
-from fastomp_nvm.analysis.wire import ANALYSES, decode_fields
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.engine.engine import Observer, Progress
 from fastomp_nvm.errors import FastompError, MediumError, StoreError
@@ -147,18 +147,17 @@ class Execution:
         self, asked: JobRequest, store: FeatureStore, observer: Observer, cancelled: Callable[[], bool]
     ) -> list[dict[str, Any]]:
         """Carry out a grid, a cross-validation or the like and return its answers, encoded."""
-        analysis = ANALYSES[asked.kind]
-        result = analysis.run(
+        return carry_out(
+            asked.kind,
+            asked.requests[0],
+            asked.options,
+            asked.y,
             store,
-            None if asked.y is None else decode_vector(asked.y, "y"),
-            threads=self._threads,
+            verify=asked.verify,
             observer=observer,
             cancelled=cancelled,
-            verify=asked.verify,
-            **analysis.decode_options(asked.options),
-            **decode_fields(asked.requests[0]),
+            threads=self._threads,
         )
-        return analysis.encode(result, asked.options)
 
     def keeps_journals(self, jobs: Sequence[Job]) -> bool:
         """Return whether jobs that are answered together keep journals."""

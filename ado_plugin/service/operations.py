@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from ado_plugin.service.access import Principal, Role
+from ado_plugin.service.analysis import checked_analysis
 from ado_plugin.service.body import decode_body
 from ado_plugin.service.job import Job, JobRequest
 from ado_plugin.service.jobs import Jobs
 from ado_plugin.service.limits import JobLimits
 from ado_plugin.service.metrics import Histogram
-from ado_plugin.service.needs import check_vectors, estimate, needs_of_analysis, rank_of
+from ado_plugin.service.needs import check_vectors, estimate, rank_of
 from ado_plugin.service.pools import Pools
+from ado_plugin.service.reading import constraint_facts, extract_pages, slices
 from ado_plugin.service.uploads import Tile, UploadPlan, Uploads, decode_ids, decode_targets, field_of
-from fastomp_nvm.analysis.constraint_check import check_constraint
-from fastomp_nvm.analysis.wire import ANALYSES
 from fastomp_nvm.arrays import AnyArray
-from fastomp_nvm.constraints.written.description import parse_constraint
 from fastomp_nvm.durable_files import check_name
-from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.errors import (
     CancelledError,
     DataError,
@@ -55,7 +50,6 @@ from fastomp_nvm.selection.codec import (
     encode_message,
     encode_vector,
 )
-from fastomp_nvm.selection.export import Extraction
 from fastomp_nvm.stores.contract import FeatureStore
 from fastomp_nvm.stores.describe import describe
 from fastomp_nvm.stores.listing import list_names
@@ -307,10 +301,8 @@ class Operations:
         """Check a grid, a cross-validation or the like against the data; queue it and return its state."""
 
         def needs(store: FeatureStore, y: AnyArray | None) -> tuple[list[Any], int, int]:
-            if kind not in ANALYSES:
-                raise RequestError(f"there is no analysis {kind[:40]!r}: expected one of {', '.join(ANALYSES)}")
-            sent, decoded = field_of(body, "request", dict, "an object of fields"), ANALYSES[kind].decode_options(options)
-            sent, memory, work = needs_of_analysis(kind, sent, decoded, y, store, self._limits)
+            sent = field_of(body, "request", dict, "an object of fields")
+            sent, memory, work = checked_analysis(kind, sent, options, y, store, self._limits)
             return [sent], memory, work
 
         place = self._place(caller, body)
@@ -374,49 +366,21 @@ class Operations:
                 values = rows.values @ coef + intercept
                 rows = replace(rows, values=rows.values[:, :0])
         longest = 0 if rows.ids is None else max(map(len, rows.ids))
-        for part in _slices(len(values), 16 + 12 * longest):  # a character is at most 12 bytes of JSON
+        for part in slices(len(values), 16 + 12 * longest, _REPLY_BYTES):  # a character is at most 12 bytes of JSON
             yield {"values": encode_vector(values[part]), "ids": None if rows.ids is None else list(rows.ids[part])}
 
     def _check_constraint(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Read a constraint against a store, and test that it is downward closed."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
-        samples = field_of(body, "samples", int, "a whole number of at least 0", 100)
-        seed = field_of(body, "seed", int, "a whole number of at least 0", 0)
-        if not (0 <= samples < 2**31 and 0 <= seed < 2**63):
-            raise RequestError("samples or seed is out of range: expected whole numbers of at least 0")
-        given = body.get("constraint")
-        if not isinstance(given, (str, dict)):
-            raise RequestError(f"the constraint is a {type(given).__name__}: expected a mapping or YAML text")
         with self._pools.open(pool, key) as store:
-            dataset = Dataset.of_store(store)
-            usable = dataset.design().standardisation.usable()
-            constraint = parse_constraint(given, store.names, base_path=None, allow_oracle=False, usable=usable)
-            yield asdict(check_constraint(constraint, dataset, samples, seed))
+            yield constraint_facts(body, store)
 
     def _extract(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Return the names of columns of a store, the target and the identifiers, in parts; with ``first`` columns from that on."""
         pool, key = self._pool(caller, body), check_name(body.get("key"), "key")
-        indices = field_of(body, "indices", list, "a list of features")
-        if not all(type(index) is int and 0 <= index < 2**31 for index in indices):
-            raise RequestError("indices are not a list of features: expected whole numbers of at least 0")
-        objective = field_of(body, "objective", str, "a text")
-        target = None if body.get("target") is None else field_of(body, "target", str, "a name")
-        first = None if body.get("first") is None else field_of(body, "first", int, "the number of a column")
         with self._pools.open(pool, key) as store:
-            found = Extraction(store, np.array(indices, dtype=np.int64), objective, target)
-            if first is not None:
-                for block in itertools.islice(found.blocks(max(first, 0), _REPLY_BYTES), 1):
-                    flat = block.reshape(-1)
-                    for part in _slices(len(flat), flat.itemsize):
-                        yield {"values": encode_vector(flat[part]), "next": max(first, 0) + len(block)}
-                return
-            facts = {"n_obs": found.n_obs, "dtype": found.dtype.str, "label": found.label, "classes": found.classes}
-            yield {"names": found.names, **facts, "ids": found.ids is not None}
-            for part in _slices(found.n_obs, 8):
-                yield {"target": encode_vector(found.codes[part])}
-            if found.ids is not None:
-                for part in _slices(found.n_obs, 4 + 12 * max(map(len, found.ids))):
-                    yield {"ids": list(found.ids[part])}
+            for page in extract_pages(body, store, _REPLY_BYTES):
+                yield page()
 
     def _jobs(self, caller: Caller, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """List the jobs that the caller sees, or those on a pool or key, each with the progress of its first request."""
@@ -505,9 +469,3 @@ def _reason(error: Exception) -> str:
         return error.reason
     kinds = {InputError: "input", StoreError: "store", MediumError: "medium", CancelledError: "cancelled", FastompError: "other"}
     return next((reason for kind, reason in kinds.items() if isinstance(error, kind)), "failed")
-
-
-def _slices(count: int, width: int) -> Iterator[slice]:
-    """Yield the parts of ``count`` values of ``width`` bytes that fit into one reply each."""
-    step = max(_REPLY_BYTES // width, 1)
-    return (slice(first, first + step) for first in range(0, count, step))

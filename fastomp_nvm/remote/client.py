@@ -260,12 +260,6 @@ class Client(RemoteAnalyses):
         wanted = [request if isinstance(request, SelectionRequest) else make_request(request) for request in requests]
         return self.result(self._queue("select_many", y, key, run, requests=[encode_request(each) for each in wanted]))
 
-    def verify_columns(self, *, key: str | None = None) -> int:
-        """Return the bytes of the columns of a store on an MCAS server, all of which fit their checksums."""
-        self.result(self._queue("select_many", None, key, None, requests=[], verify=True))
-        facts = self.info(key)
-        return int(facts["n_columns"] * facts["n_obs"] * np.dtype(facts["dtype"]).itemsize)
-
     def predict(
         self, model: Selection, *, key: str | None = None, covariates: object = None, offset: object = None
     ) -> Float64Array:

@@ -61,13 +61,24 @@ class PoolStore(OpenedStore):
         Of the names of its values, which no other store of this process has.
     matrix, sidecars, codes
         As for ``OpenedStore``.
+
+    Attributes
+    ----------
+    watch : callable, optional
+        Called by ``verify`` with (bytes done, bytes to do) where its caller gives no function; may raise to end it.
     """
+
+    watch: Callable[[int, int], None] | None = None
 
     def __init__(self, url: str, prefix: str, matrix: AnyArray | Rows, sidecars: Sidecars, codes: AnyArray | Rows | None) -> None:
         super().__init__(url, TRAITS, matrix, sidecars, codes)
         while len(_known_seals) >= _MOST_KNOWN and prefix not in _known_seals:
             _known_seals.pop(next(iter(_known_seals)))
         self._seals = _known_seals.setdefault(prefix, self._seals)
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Recompute all checksums; raise ``StoreError`` naming the first column, or block, that differs."""
+        super().verify(progress or self.watch)
 
     def region(self, name: str, size: int = 0) -> NoReturn:
         """Raise ``StoreError``: values cannot be created inside the server."""

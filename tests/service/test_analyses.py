@@ -18,7 +18,7 @@ from fastomp_nvm.analysis.constraint_check import check_constraint
 from fastomp_nvm.cli.main import main
 from fastomp_nvm.engine.dataset import Dataset
 from fastomp_nvm.selection.codec import encode_vector
-from fastomp_nvm.selection.export import Extraction
+from fastomp_nvm.selection.export import Extract, Extraction
 from fastomp_nvm.selection.select import bind_constraint
 from fastomp_nvm.stores.verification import verify_store
 from tests.service.gated_server import HELD_FROM, GatedServer
@@ -210,11 +210,27 @@ def test_a_damaged_store_is_found_at_the_server(server: RunningServer) -> None:
         assert str(server.pools) not in json.dumps(client.progress("damage"))
 
 
+def write_people(path: Path, rows: int, length: int = 1) -> None:
+    """Write a table of a numeric and a categorical feature, two targets, and identifiers of ``length`` digits or more."""
+    lines = ["who,size,town,y,kind"]
+    lines += [
+        f"p{row:0{length}d},{row / 7!r},{'Bern' if row % 3 else 'Oslo'},{row % 5},{'up' if row % 2 else 'down'}"
+        for row in range(rows)
+    ]
+    path.write_text("\n".join(lines))
+
+
+def same_extract(found: Extract, expected: Extract) -> None:
+    """Assert that two extracts agree exactly."""
+    assert (list(found.names), found.label) == (list(expected.names), expected.label)
+    assert found.values.dtype == expected.values.dtype
+    for mine, theirs in ((found.values, expected.values), (found.y, expected.y), (found.ids, expected.ids)):
+        assert np.array_equal(mine, theirs)
+
+
 def test_columns_leave_the_server_as_they_are(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns, names, target and identifiers equal those read from the store; class labels come as texts."""
-    lines = ["who,size,town,y,kind"]
-    lines += [f"p{row},{row / 7!r},{'Bern' if row % 3 else 'Oslo'},{row % 5},{'up' if row % 2 else 'down'}" for row in range(90)]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
+    write_people(tmp_path / "t.csv", 90)
     with server.connect("/lab/people") as client:
         client.ingest(str(tmp_path / "t.csv"), targets=["y", "kind"], id_column="who", dtype="float64", replace=True)
         for request in ({"k": 2, "objective": "linear"}, {"k": 1, "target": "kind"}):
@@ -222,10 +238,7 @@ def test_columns_leave_the_server_as_they_are(server: RunningServer, tmp_path: P
             found = client.extract(chosen)
             with fo.open_store(f"pmem://{server.pools}/lab/people") as opened:
                 expected = Extraction(opened, chosen.indices, chosen.objective, chosen.target).whole(lambda done, total: None)
-            assert (list(found.names), found.label) == (list(expected.names), expected.label)
-            assert found.values.dtype == expected.values.dtype
-            for mine, theirs in ((found.values, expected.values), (found.y, expected.y), (found.ids, expected.ids)):
-                assert np.array_equal(mine, theirs)
+            same_extract(found, expected)
             assert client.export(chosen, tmp_path / "x.npz").label == found.label
             with np.load(tmp_path / "x.npz") as written:
                 assert np.array_equal(written["X"], expected.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from fastomp_nvm.errors import CallFailedError, CancelledError, FastompError, Lo
 from fastomp_nvm.matrix import sweeper
 from fastomp_nvm.remote.address import ServerURL
 from fastomp_nvm.remote.client import Client
+from fastomp_nvm.stores.verification import verify_store
 from storage_backends import opened
 from storage_backends.media.mcas import BusyValueError
 
@@ -165,13 +167,17 @@ def test_a_store_is_verified_in_slices(pool, connect, data, monkeypatch) -> None
         calls: list[bytes] = []
         invoke = pool.invoke
         monkeypatch.setattr(pool, "invoke", lambda *arguments: calls.append(b"") or invoke(*arguments))
-        client.verify_columns()
+        with fo.create_store("dram:mcas-verified", *data, replace=True) as store:
+            assert client.verify() == dataclasses.replace(verify_store(store), unchecked="")
         assert len(calls) > 10
-        assert client.jobs() == []
+        assert [run.kind for run in client.jobs()] == ["verify"]
+        calls.clear()
+        client.path(k=1, verify=True)
+        assert len(calls) > 10
         (matrix,) = (name for name in pool.values if name.endswith("matrix/0"))
         pool.values[matrix][-1] ^= 1
         with pytest.raises(StoreError, match="column 3999"):
-            client.verify_columns()
+            client.verify()
         with pytest.raises(FastompError, match="no request"):
             client.select_many([])
 
@@ -337,6 +343,8 @@ def test_a_long_answer_comes_in_parts(connect, data, monkeypatch) -> None:
         whole = client.select(k=4)
         monkeypatch.setattr(jobs, "_CHARACTERS", 100)
         assert client.select(k=4, seed=0).column_coef.tobytes() == whole.column_coef.tobytes()
+        (again,) = client.path(k=4, algorithm="fast_omp").selections[-1:]
+        assert again.column_coef.tobytes() == whole.column_coef.tobytes()
 
 
 def test_calls_whose_replies_are_lost_are_repeated(pool, connect, data, monkeypatch) -> None:

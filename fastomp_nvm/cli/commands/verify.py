@@ -10,7 +10,7 @@ from fastomp_nvm.cli.analyses import only_selection
 from fastomp_nvm.cli.arguments import add_connection_arguments, add_ray_argument, add_threads_argument, connected, open_local
 from fastomp_nvm.cli.output import add_progress_argument, byte_progress, clean, human_bytes, run_progress
 from fastomp_nvm.errors import InputError, RequestError
-from fastomp_nvm.remote.address import ServerURL, is_remote
+from fastomp_nvm.remote.address import is_remote
 from fastomp_nvm.runs.directory import names
 from fastomp_nvm.runs.verify import verify
 from fastomp_nvm.selection.recheck import Verification
@@ -67,10 +67,6 @@ def _verify_remotely(arguments: argparse.Namespace) -> int:
     if arguments.add_checksums:
         raise InputError(f"--add-checksums changes a store, and {arguments.store} is on a server: run it where the store is")
     _refuse_threads(arguments)
-    if ServerURL.parse(arguments.store).scheme == "mcas":
-        with connected(arguments) as client:
-            print(f"all columns ({human_bytes(client.verify_columns())}) match their checksums")
-        return 0
     with byte_progress("verify", arguments.progress) as progress, connected(arguments) as client:
         arguments.job = client.submit_analysis("verify")  # Ctrl-C names it
         found = client.fetch(arguments.job, observer=lambda step: progress(step.bytes_read, round(step.bytes_read / step.share)))
