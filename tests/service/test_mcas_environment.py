@@ -51,8 +51,9 @@ def environment_with_dependencies(folder: Path) -> Path:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel from a copy of the source tree."""
     folder = tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns(".*", "dist", "build", "__pycache__", "*.so", "*.egg-info", "tests")
+    ignored = shutil.ignore_patterns(".*", "dist", "__pycache__", "*.so", "*.egg-info", "tests")
     shutil.copytree(ROOT, folder / "tree", ignore=ignored)
+    shutil.rmtree(folder / "tree" / "build", ignore_errors=True)
     done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, folder / "tree")
     assert done.returncode == 0, done.stderr
     return next(folder.glob("*.whl"))
